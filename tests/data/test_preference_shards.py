@@ -87,6 +87,7 @@ def test_a_system_turn_and_a_margin_are_kept(tmp_path):
     (pair,) = read(tmp_path, {"system": "be kind", "prompt": "who?", "chosen": "me", "rejected": "you", "margin": 2})
     assert [message.role for message in pair.chats[1].messages] == ["system", "user", "assistant"]
     assert pair.margin == 2
+    assert read(tmp_path, {"prompt": "who?", "chosen": "me", "rejected": "you", "margin": "2"})[0].margin == 2
 
 
 def test_what_a_pair_is_asked_after_may_have_a_past(tmp_path):
@@ -113,6 +114,7 @@ def test_what_a_pair_is_asked_after_may_have_a_past(tmp_path):
         {"conversations": [user("who?"), assistant("me")], "label": False},
         {"messages": [user("who?"), assistant("me")], "label": 0},
         {"instruction": "who?", "output": "me", "label": False},
+        {"prompt": "who?", "completion": "me", "label": "0"},  # of a table without types
         {"instruction": "who?", "input": "", "output": "me", "kto_tag": False},
     ],
 )

@@ -91,7 +91,8 @@ def prepare_chats(
             try:
                 fitted, length = _truncate_to_fit(tokenizer, chat, seq_len + 1, thinking)
                 is_unscored = fitted is not None and not any(fitted[0].weights)
-                if is_unscored and not any(_has_content(message) for message in chat.messages):
+                answers = [message for message in chat.messages if message.role == "assistant"]
+                if is_unscored and not any(answer.text or answer.tool_calls for answer in answers):
                     raise UserError("all of its tokens have weight 0", where=f"{chat.source}:{chat.line}")
             except UserError as error:
                 bad_records.reject(error, chat.source, chat.line)
@@ -103,8 +104,8 @@ def prepare_chats(
                 continue
             rendered, messages, is_shortened = fitted
             shortened += is_shortened
-            answers = (message for message in messages if message.role == "assistant" and message.is_target)
-            num_bytes = sum(len(message.text.encode()) for message in answers)
+            learned = (message for message in messages if message.role == "assistant" and message.is_target)
+            num_bytes = sum(len(message.text.encode()) for message in learned)
             yield place, chat.source, (rendered.ids, num_bytes, rendered.weights)
 
     def next_step() -> str:
@@ -140,10 +141,6 @@ def _batches(documents: Iterable[Placed]) -> Iterator[list[Placed]]:
             batch, num_characters = [], 0
     if batch:
         yield batch
-
-
-def _has_content(message: Message) -> bool:
-    return message.role == "assistant" and bool(message.content or message.tool_calls or message.reasoning_content)
 
 
 def _truncate_to_fit(

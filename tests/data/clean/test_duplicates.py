@@ -15,6 +15,7 @@ from penjing.data.clean.decontamination import Decontamination, DecontaminationS
 from penjing.data.clean.exact_duplicates import ExactDuplicates
 from penjing.data.clean.near_duplicates import NearDuplicates, NearDuplicatesSettings
 from penjing.data.formats import Chat, Document, Message
+from penjing.data.formats.schema import PreferenceRecord
 
 ENGLISH = [f"{first}{last}" for first in "bcdfgklmnprst" for last in ("an", "ell", "irt", "ond", "uck", "ail's", "ow,")]
 CHINESE = [chr(code) for code in range(0x4E00, 0x4E00 + 2000)] + list("，。！？")
@@ -129,6 +130,39 @@ def test_conversations_that_differ_in_their_thoughts_are_not_alike() -> None:
         rule.first_seen(rule.sketch(thoughtful(each)), ("", line)) for line, each in enumerate([*thoughts, thoughts[0]])
     ]
     assert places == [None, None, ("", 0)]
+
+
+def test_questions_about_one_passage_are_not_alike() -> None:
+    def about(question: str, answer: str) -> Chat:
+        turns = (Message(role="user", content=question), Message(role="assistant", content=answer))
+        return Chat(messages=turns, tools=(), source="", line=1)
+
+    passage = " ".join(random.Random(3).choices(ENGLISH, k=300))
+    asked = [
+        f"{passage}\n\nWho came?",
+        f"{passage}\n\nDid anybody ever leave?",
+        f"Translate it.\n{passage}",
+        "Hi there",
+    ]
+    chats = [about(*each) for each in zip(asked, ["Nobody.", "Nobody.", "Personne.", "Hello"], strict=True)]
+    chats += [
+        about(asked[0], "Everybody else."),
+        about(f"{passage} Is it so?", "Yes."),
+        about(f"{passage} Is it so?", "No."),
+    ]
+    chats += [about(asked[0].replace("\n\n", "\n"), "nobody.")]
+    rule = NearDuplicates()
+    found = [rule.first_seen(rule.sketch(each), ("", line)) for line, each in enumerate(chats)]
+    assert found == [None] * 7 + [("", 0)]
+
+
+def test_answers_with_other_labels_are_not_alike() -> None:
+    rated = [
+        PreferenceRecord(chats=(thoughtful("So it is."),), is_chosen=(is_chosen,)) for is_chosen in (True, False, False)
+    ]
+    for rule in (ExactDuplicates(), NearDuplicates()):
+        found = [rule.first_seen(rule.sketch(each), ("", line)) for line, each in enumerate(rated)]
+        assert found == [None, None, ("", 1)]
 
 
 def test_the_threshold_is_a_setting() -> None:

@@ -43,7 +43,7 @@ class Decontamination(Rule):
         self._places: list[tuple[str, int]] = []
         found: dict[int, list[tuple[Hashes, int]]] = {}
         for file in self.settings.files():
-            for line, text in _evaluation_texts(Path(file)):
+            for line, text in ((line, text) for line, row in rows_of(Path(file)) for text in _texts(row)):
                 words = word_hashes(text, marks=False)
                 if n := self._length(text, len(words)):
                     found.setdefault(n, []).append((ngram_hashes(words, n), len(self._places)))
@@ -88,16 +88,10 @@ def _low(hashes: Hashes) -> NDArray[np.intp]:
     return (hashes >> np.uint64(64 - _SIEVE_BITS)).astype(np.intp)
 
 
-def _evaluation_texts(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, text) of all that is text in a file. Raises UserError for a broken record."""
-    for line, row in rows_of(path):
-        if isinstance(row, UserError):
-            raise row
-        for text in _texts(row):
-            yield line, text
-
-
 def _texts(value: Any) -> Iterator[str]:
+    """All that is text in a record. Raises UserError for a broken one."""
+    if isinstance(value, UserError):
+        raise value
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):

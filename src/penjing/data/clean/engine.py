@@ -193,7 +193,8 @@ class _Cleaning:
                 yield from self.cluster.run(Task(work, spec, tasks), self.work / "logs")
             return
         by_memory = int((self.memory_gb * 1e9 - _WORKER_BYTES) // _WORKER_BYTES)
-        first = list(itertools.islice(arguments, max(1, min(self.workers or _num_cores(), by_memory))))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        first = list(itertools.islice(arguments, max(1, min(self.workers or cores, by_memory))))
         workers, arguments = len(first), itertools.chain(first, arguments)
         if workers <= 1:
             for number, each in enumerate(arguments):
@@ -222,10 +223,6 @@ def _finished(pending: dict[Future[None], int]) -> Iterator[int]:
     for future in wait(pending, return_when=FIRST_COMPLETED).done:
         future.result()
         yield pending.pop(future)
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 _worker_rules: dict[str, Rule] = {}  # of a process that cleans pieces

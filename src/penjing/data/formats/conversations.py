@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from penjing.base.errors import UserError
@@ -96,6 +97,9 @@ def _preference_of(record: Mapping[str, Any], where: SourceLocation) -> Preferen
     if chosen or rejected:
         chats = tuple(_answered(record, name, where) for name in (chosen or "chosen", rejected or "rejected"))
         margin = record.get("margin") or 0.0
+        if isinstance(margin, str):  # in a table without types
+            with suppress(ValueError):
+                margin = float(margin)
         is_number = isinstance(margin, (int, float)) and not isinstance(margin, bool)
         if not is_number or not abs(margin) <= sys.float_info.max:  # NaN, infinity, or an integer beyond every float
             got = str(margin)[:40] if is_number else type_name(margin)
@@ -105,7 +109,7 @@ def _preference_of(record: Mapping[str, Any], where: SourceLocation) -> Preferen
     if name is None:
         wanted = "chosen and rejected, or an answer and label"
         raise UserError("not a preference", where=where, got=fields_of(record), wanted=wanted)
-    label = {"true": True, "false": False}.get(str(record[name]).lower(), record[name])
+    label = {"true": True, "1": True, "false": False, "0": False}.get(str(record[name]).lower(), record[name])
     where.used[name] = "label"
     if label not in (True, False):
         raise UserError(f"field {name} is not a label", where=where, got=repr(label)[:40], wanted="true or false")

@@ -75,12 +75,12 @@ def list_files(paths: Sequence[Path | str]) -> list[Path]:
             if not matches:
                 raise UserError("no file has such a name", where=path)
             files += list_files(matches)
-        elif path.exists():
-            if not path.is_file():
-                hint = "To read standard input, name it -, as in `cat FILE | penjing ... -`."
-                raise UserError("a pipe or a device, not a file", where=path, wanted="an ordinary file", next_step=hint)
+        elif path.is_file():
             format_of(path)
             files.append(path)
+        elif path.exists():
+            hint = "To read standard input, name it -, as in `cat FILE | penjing ... -`."
+            raise UserError("a pipe or a device, not a file", where=path, wanted="an ordinary file", next_step=hint)
         else:
             raise UserError("no such file or folder", where=path)
     return files

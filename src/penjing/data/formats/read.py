@@ -108,10 +108,6 @@ def _documents_of(value: Any, where: SourceLocation) -> Sequence[Document]:
     return [Document(text=text, source=str(where.path), line=where.line) for text in texts]
 
 
-def _document_lacks(document: Document) -> str:
-    return "" if document.text and not document.text.isspace() else "the text is empty"
-
-
 # --- conversations ---------------------------------------------------------------------------------------------------
 
 
@@ -140,7 +136,9 @@ def _preference_lacks(preference: PreferenceRecord) -> str:
     return "both answers are the same" if first in others else ""
 
 
-read_documents = partial(_read, "", _documents_of, _document_lacks)
+read_documents = partial(
+    _read, "", _documents_of, lambda document: "" if document.text.strip() else "the text is empty"
+)
 """Plain text: BOM dropped, CRLF -> LF, trailing spaces and the indents of Chinese paragraphs dropped. Lines
 `<|endoftext|>` separate documents if the file has one. Otherwise the file is cut, preferably after a blank line, into
 documents of about 2,000 characters, so that a validation set can be split off a novel too. No line is lost; one of

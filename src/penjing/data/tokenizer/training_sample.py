@@ -45,7 +45,9 @@ def sample_texts(texts: Iterable[str]) -> Sample:
         num_run += len(match[0]) - len(run)
         return run
 
-    for number, text in enumerate(_parts(texts)):
+    most = MAX_TEXT_CHARACTERS
+    parts = (text[start : start + most] for text in texts for start in range(0, len(text), most))
+    for number, text in enumerate(parts):
         num_read += len(text.encode())
         place = number * _GOLDEN % 1
         if place >= share:
@@ -67,9 +69,3 @@ def sample_texts(texts: Iterable[str]) -> Sample:
     if num_run:
         notes.append(f"{units.count(num_run)} characters in runs without a space are left out")
     return Sample([text for _, text in kept if text.strip()], "; ".join(notes))
-
-
-def _parts(texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        for start in range(0, len(text), MAX_TEXT_CHARACTERS):
-            yield text[start : start + MAX_TEXT_CHARACTERS]
