@@ -16,7 +16,7 @@ const PAUSE = 0.25; // seconds of rest, before the tables are asked for
 // The field that an error is about, by what the error names.
 const FIELD_OF = { "model.preset": "model", "data.seq_len": "seq_len", "batch.size": "batch", "parallel.strategy": "strategy",
   "optimizer.name": "optimizer", "compute.activation_checkpointing": "checkpointing" };
-const FIGURES = ["time", "cost", "memory", "energy", "speed", "tokens", "epochs", "loss", "parameters"];
+const FIGURES = ["time", "cost", "memory", "energy", "speed", "tokens", "epochs", "flops", "loss", "parameters"];
 
 let page = null; // of the opened tab
 
@@ -186,6 +186,7 @@ function figures(plan) {
       plan.mfu_causal ? t("planMfu", { mfu: Math.round(plan.mfu_causal * 100), bottleneck: t(`planPart_${plan.bottleneck}`) }) : null],
     tokens: [short(plan.tokens), t("planSteps", { steps: count(plan.steps), each: count(plan.tokens_per_step), ratio: Number((plan.tokens / plan.parameters).toPrecision(2)) })],
     epochs: plan.unique_tokens ? [Number(plan.epochs.toPrecision(3)), t("planOfUnique", { tokens: short(plan.unique_tokens) })] : ["–"],
+    flops: [(plan.flops_per_token * plan.tokens).toExponential(2).replace("+", "")],
     loss: plan.expected_loss ? [plan.expected_loss.toFixed(2)] : ["–"],
     parameters: [short(plan.parameters), plan.active_parameters === plan.parameters ? null : t("planActive", { count: short(plan.active_parameters) })],
   };

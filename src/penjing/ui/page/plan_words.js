@@ -57,6 +57,8 @@ addWords({
   planFigure_tokens: ["Tokens", "词元"],
   planFigure_epochs: ["Epochs", "轮数"],
   planNote_epochs: ["Times that your data is read: enter how many tokens it has.", "数据被读的遍数：请输入数据的词元数。"],
+  planFigure_flops: ["FLOPs", "运算量（FLOPs）"],
+  planNote_flops: ["Arithmetic of the whole run (causal attention).", "整个训练的运算（因果注意力）。"],
   planFigure_loss: ["Expected loss", "预期损失"],
   planNote_loss: ["Nats per token by a published law, for its own texts: compare settings by the difference.", "按已发表的规律、在其文本上的每词元损失（nat）：只宜比较差值。"],
   planFigure_parameters: ["Parameters", "参数量"],
