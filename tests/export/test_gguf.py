@@ -178,7 +178,7 @@ def test_types_of_llama_cpps_own_tool_are_named_as_such(tmp_path, tokenizer):
     model = make_model(tokenizer)
     with raises_user_error(where="--dtype", got="q4_k_m"):
         gguf.export(model, tokenizer, tmp_path / "model.gguf", kind="q4_k_m")
-    with raises_user_error(where="--dtype", got="q8"):
+    with raises_user_error(where="--dtype", got="q8", wanted="f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0"):
         gguf.export(model, tokenizer, tmp_path / "model.gguf", kind="q8")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from penjing import __version__
-from penjing.base.errors import UserError, import_extra, suggest
+from penjing.base.errors import UserError, import_extra
 from penjing.base.files import write_text
 from penjing.base.lock import unfinished
 from penjing.data.chat.external_templates import run_template
@@ -95,7 +95,7 @@ def _check_type(kind: str, path: Path) -> None:
         hint = f"Export f16, then: llama-quantize FILE-f16.gguf {path.name} {kind.upper()}"
         raise UserError(what, where="--dtype", got=kind, next_step=hint)
     if kind not in TYPES:
-        raise UserError("no such type", where="--dtype", got=kind, next_step=suggest(kind, [*TYPES, *TOOL_TYPES]))
+        raise UserError("no such type", where="--dtype", got=kind, wanted=", ".join(TYPES))
 
 
 def metadata(config: ModelConfig, vocabulary: Vocabulary, about: Mapping[str, Any], kind: str) -> dict[str, Any]:
