@@ -220,7 +220,7 @@ PERSONAL: dict[str, Callable[[random.Random], str]] = {
     "card": card,
     "ip": lambda rng: rng.choice(
         [
-            f"{rng.randint(1, 223)}.{rng.randint(0, 255)}.{rng.randint(0, 255)}.{rng.randint(1, 254)}",
+            f"{rng.randint(11, 126)}.{rng.randint(0, 255)}.{rng.randint(0, 255)}.{rng.randint(1, 254)}",
             f"2001:db8::{rng.randint(1, 9999):x}:{rng.randint(1, 9999):x}",
         ]
     ),

@@ -154,6 +154,8 @@ def test_every_personal_datum_is_masked(clean, texts, kind, language):
         "450,000-2000=448000",
         "ISBN 978-7-101-00304-8",
         "at 127.0.0.1:8000",
+        "路由器的地址是192.168.1.1。",
+        "mask 255.255.255.0, gateway 10.0.0.1",
         "v1.2.3",
         "mask 255.255.255.0",
         "items[1::2] and std::vector",

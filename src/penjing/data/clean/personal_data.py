@@ -81,7 +81,7 @@ def _is_ip(found: re.Match[str]) -> bool:
     except ValueError:
         return False
     if address.version == 4:
-        return found[0] != "127.0.0.1" and found[0].split(".")[0] not in ("0", "255")
+        return not address.is_private  # a router's is no person's
     groups = found[0].split(":")  # `1::2` is a slice
     return any(map(str.isdigit, found[0])) and (max(map(len, groups)) > 2 or len(groups) > 5)
 
