@@ -27,10 +27,11 @@ def test_its_row_is_scored_by_its_name(run, tmp_path, monkeypatch):
     monkeypatch.setattr(Task, "figures", lambda task, graded: {"counted": len(graded)})
     done = evaluate(run, "--tasks", name)
     assert done.exit_code == 0, done.output
-    [total] = [line.split() for line in done.output.splitlines() if line.split()[:1] == ["all"]]
-    _, right, asked, accuracy, _, error, chance = total
-    assert (asked, chance) == ("48", "50%")
-    assert accuracy == f"{float(right) / 48:.0%}" and error.endswith("%")
+    [total, *_] = [line.split() for line in done.output.splitlines() if line.split()[:1] == [name]]
+    asked, _, accuracy, error, interval, chance = total[1:7]
+    assert (asked, chance) == ("48", "50.0")
+    low, high = map(float, interval.split("-"))
+    assert low < float(accuracy) < high and 0 < float(error) < 50
     assert [line for line in done.output.splitlines() if line.split()[:1] == ["count"]]
     assert "counted 48" in done.output
 

@@ -12,11 +12,13 @@ import torch
 from rich.console import Console
 from user_errors import raises_user_error
 
+from penjing.base.accuracy import scores_from_rows
 from penjing.base.config import parse_overrides
 from penjing.eval import scorer
-from penjing.eval.regression_questions import RegressionQuestions, print_changes
+from penjing.eval.regression_questions import RegressionQuestions
 from penjing.eval.task import Result
 from penjing.parallel.single import Single
+from penjing.report.terminal import print_changes
 from penjing.track.run_dir import RunDir
 from penjing.train.config import Run
 from penjing.train.resolve import questions_of_start
@@ -123,14 +125,15 @@ def test_what_was_lost_is_named_on_the_terminal():
 
     def shown(after):
         screen = Console(file=io.StringIO(), width=120)
-        print_changes({"before": rows(40), "after": rows(after)}, screen)
+        print_changes(scores_from_rows(rows(40), rows(after)), screen)
         return screen.file.getvalue().splitlines()
 
     *table, verdict = shown(1)
-    assert next(line for line in table if "tool" in line).split()[1:4] == ["40", "40", "1"]
-    assert "tool 40 -> 1 of 40" in verdict
+    lost = next(line for line in table if "tool" in line).split()
+    assert lost[:5] == ["tool", "all", "40", "0%", "100%"] and lost[6] == "2%" and lost[-1] == "lost"
+    assert "tool 40 → 1 of 40" in verdict
     assert "who" not in verdict
-    assert "->" not in shown(40)[-1]
+    assert "→" not in shown(40)[-1]
 
 
 def test_a_model_is_asked_as_it_stands_and_goes_on_where_it_was_killed(tmp_path, monkeypatch, words, toy, base):

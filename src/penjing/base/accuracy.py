@@ -80,6 +80,11 @@ class AccuracyLine:
         """Whether the fraction right after training lies below the 95 % interval from before."""
         return self.after.total > 0 and self.after.fraction < self.before.interval[0]
 
+    @property
+    def verdict(self) -> str:
+        """How the latest score compares with guessing, and whether training lost what there was."""
+        return "; ".join(filter(None, (self.best.verdict, "lost" if self.is_regression else "")))
+
 
 def pool(scores: Iterable[Score]) -> Score:
     """The sum of the scores; chance is averaged, weighted by the number of questions."""

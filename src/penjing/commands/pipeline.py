@@ -126,7 +126,8 @@ def train(
     penjing train sft init_from=downloads/SmolLM2-135M data.train=chats.jsonl out=runs/smol-sft
     penjing train runs/six/run.toml out=runs/again --gpus 2
     """
-    from penjing.eval.regression_questions import print_changes
+    from penjing.base.accuracy import scores_from_rows
+    from penjing.report.terminal import print_changes
     from penjing.workflows.launch import LaunchOptions, launch
     from penjing.workflows.train import execute
 
@@ -151,6 +152,6 @@ def train(
     for name, first in outcome.get("before", {}).items():
         label = name.removeprefix("val_").replace("_", " ")
         say(f"  held-out {label}: {first:.4g} before, {outcome[name]:.4g} after")
-    if outcome.get("questions"):
-        print_changes(outcome["questions"], console)
+    if asked := outcome.get("questions"):
+        print_changes(scores_from_rows(asked["before"], asked["after"]), console)
     say(f"report: penjing report {shlex.quote(run.out)}")

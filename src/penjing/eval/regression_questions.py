@@ -4,16 +4,14 @@
 what training made the model forget.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from penjing.base.accuracy import change_lines, scores_from_rows
 from penjing.base.files import sha256_file, write_json
-from penjing.base.markup import escape_markup, print_table
+from penjing.base.markup import escape_markup
 from penjing.data.chat.render import parse_switch
 from penjing.eval import scorer
 from penjing.eval.questions import Questions
@@ -103,22 +101,3 @@ class RegressionQuestions:
             if line.is_regression
         ]
         return {"file": saved["file"], "sha256": saved["sha256"], "before": before, "after": after, "lost": regressed}
-
-
-def print_changes(outcome: Mapping[str, Any], console: Console) -> None:
-    """Print the table of kinds before and after, and one line that names the kinds that regressed."""
-    rows, regressed = [], []
-    for line in change_lines(scores_from_rows(outcome["before"], outcome["after"])):
-        before, after, (low, high) = line.before, line.after, line.before.interval
-        verdict = Text("lost", style="bold red") if line.is_regression else ""
-        fractions = f"{before.fraction:.0%} -> {after.fraction:.0%}"
-        counts = (before.total, before.correct, after.correct)
-        rows.append((f"  {line.name}", *counts, fractions, f"{low:.0%} to {high:.0%}", verdict))
-        if line.is_regression:
-            regressed.append(f"{line.name} {before.correct} -> {after.correct} of {before.total}")
-    headings = ("  questions", "asked>", "before>", "after>", "", "95 % of before>", "")
-    print_table(console, headings, rows)
-    if regressed:
-        console.print(escape_markup("lost", ", ".join(regressed)))
-    else:
-        console.print(Text("  lost: nothing; no kind of question fell below the 95 % interval it had before"))

@@ -259,14 +259,14 @@ def questions_view(runs: Sequence[ReportedRun]) -> View | None:
     if not any(by_run):
         return None
     if len(runs) == 1:
-        return {"table": accuracy_table(by_run[0]), "lost": [text_format.regression_sentence(runs[0])]}
+        return {"table": accuracy_table(by_run[0]), "lost": [text_format.regression_sentence(runs[0].questions)]}
     by_kind = [{(line.kind, line.language): line for line in lines} for lines in by_run]
     every = {key: line for lines in by_kind for key, line in lines.items()}
     rows = [
         [*_kind_cells(line), Cell(percent(line.best.chance)), *(_change_cell(lines.get(key)) for lines in by_kind)]
         for key, line in list(every.items())[: 8 * MOST_ITEMS]
     ]
-    lost = [f"{run.name}: {text}" for run in runs if (text := text_format.regression_sentence(run))]
+    lost = [f"{run.name}: {text}" for run in runs if (text := text_format.regression_sentence(run.questions))]
     columns = ("kind 题型", "language 语言", "guessing 随机", *(run.name for run in runs))
     return {"table": HtmlTable(columns, rows, texts=2), "lost": lost}
 
@@ -298,9 +298,8 @@ def accuracy_table(lines: list[AccuracyLine]) -> HtmlTable:
     chosen = lines if len(lines) <= 8 * MOST_ITEMS else [*lines[: 8 * MOST_ITEMS], lines[-1]]
     rows = []
     for line in chosen:
-        verdict = line.best.verdict + ("; lost" if line.is_regression else "")
         scores = (_score_cell(line.before), _score_cell(line.after))
-        rows.append([*_kind_cells(line), Cell(percent(line.best.chance)), *scores, Cell(verdict)])
+        rows.append([*_kind_cells(line), Cell(percent(line.best.chance)), *scores, Cell(line.verdict)])
     return HtmlTable(
         ("kind 题型", "language 语言", "guessing 随机", "before 训练前", "after 训练后", ""), rows, texts=2
     )

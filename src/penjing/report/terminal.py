@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.text import Text
 
-from penjing.base.accuracy import AccuracyLine, Score, accuracy_lines
+from penjing.base.accuracy import AccuracyLine, Score, Scores, accuracy_lines, change_lines
 from penjing.base.markup import print_table
 from penjing.report import text_format
 from penjing.report.load_runs import ReportData, ReportedRun
@@ -29,11 +29,17 @@ def print_accuracy(lines: list[AccuracyLine], console: Console) -> None:
     rows = []
     for line in lines if len(lines) <= MAX_TABLE_ROWS else [*lines[: MAX_TABLE_ROWS - 1], lines[-1]]:
         names = kind_name(line.kind), clip(text_format.language_name(line.language), 16)
-        guessing, verdict = percent(line.best.chance), line.best.verdict
-        cells = (*names, guessing, _score(line.before), _score(line.after), verdict)
+        counts = (f"{line.best.total:,}", percent(line.best.chance))
+        cells = (*names, *counts, _score(line.before), _score(line.after), line.verdict)
         rows.append([sentence_text(cell, "" if line.kind else "bold") for cell in cells])
-    headings = ("kind", "language", "guessing>", "before>", "after>", "")
+    headings = ("kind", "language", "asked>", "guessing>", "before>", "after>", "")
     print_table(console, headings, rows, title="Right answers (95 % interval)")
+
+
+def print_changes(questions: Scores, console: Console) -> None:
+    """Print what training changed in each kind of question, and a sentence that names those which got worse."""
+    print_accuracy(change_lines(questions), console)
+    console.print(sentence_text(text_format.regression_sentence(questions)))
 
 
 def plan_line(run: ReportedRun) -> Text:

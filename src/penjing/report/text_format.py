@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from penjing.base import formatting as units
-from penjing.base.accuracy import Score, accuracy_lines, change_lines
+from penjing.base.accuracy import Score, Scores, accuracy_lines, change_lines
 from penjing.base.untrusted import Fields
 from penjing.devices import HOST_TYPE
 from penjing.devices.host import PROCESSOR
@@ -169,13 +169,13 @@ def held_out_changes(run: ReportedRun) -> str:
     return f"On held-out data: {', '.join(parts[:3])}." if parts else ""
 
 
-def regression_sentence(run: ReportedRun) -> str:
+def regression_sentence(questions: Scores) -> str:
     """The kinds of questions that got worse; empty if none were asked before and after."""
-    if len({when for when, _, _ in run.questions}) < 2:
+    if len({when for when, _, _ in questions}) < 2:
         return ""
     lost = [
         f"{kind_name(line.kind)} {line.before.correct} → {line.after.correct} of {line.after.total}"
-        for line in change_lines(run.questions)
+        for line in change_lines(questions)
         if line.kind and line.is_regression
     ]
     return f"Lost: {', '.join(lost) or 'no kind of question'}."
@@ -242,7 +242,11 @@ def headline(record: ReportData) -> list[str]:
             sizes = ", ".join(f"{number} of {task}" for task, number in tasks.items())
             return [f"Runs side by side: {sizes}.", *open_runs]
         run = record.runs[0]
-        return [sentence for sentence in (run_state(run), held_out_changes(run), regression_sentence(run)) if sentence]
+        return [
+            sentence
+            for sentence in (run_state(run), held_out_changes(run), regression_sentence(run.questions))
+            if sentence
+        ]
     facts = record.quickstart.facts
     failed = [stage.text("name") for stage in facts.items("stages") if stage.text("state") == "failed"]
     lines = [f"The stage {clip(name, 40)} failed." for name in failed]

@@ -62,7 +62,8 @@ def evaluate(
         trained = load_trained(path)
         model, tokenizer = trained.model, trained.tokenizer
         use_device(model, options.device, options.dtype)
-        rows = []
+        rows: list[dict[str, Any]] = []
+        shown_answers: dict[str, list[Graded]] = {}
         for name, task in suite.tasks.items():
             start = time.perf_counter()
             graded = grade(
@@ -73,9 +74,9 @@ def evaluate(
                 row["change"], row["change_standard_error"] = paired_change(before, graded)
             rows.append(row)
             if task.shows_answers:
-                print_scores(row, graded, shown)
-        if benchmarks := [row for row in rows if not suite.tasks[row["task"]].shows_answers]:
-            print_benchmarks(benchmarks, shown, details=options.details)
+                shown_answers[name] = graded
+        if rows:
+            print_scores(rows, shown_answers, shown, details=options.details)
         runs.append({"run": str(path), "tasks": rows})
         if texts:
             runs[-1]["text"] = print_bits(trained, texts, shown)
@@ -85,15 +86,22 @@ def evaluate(
         console.print_json(json.dumps({"limit": suite.limit, "runs": runs}))
 
 
-def print_benchmarks(rows: Sequence[Row], console: Console, *, details: bool) -> None:
-    """A line for each task and below it one for each group; with details one for each kind."""
+def print_scores(
+    rows: Sequence[Row], answers: Mapping[str, Sequence[Graded]], console: Console, *, details: bool
+) -> None:
+    """A line for each task and below it one for each group; with details, and of tasks with answers, one for each kind.
+    Then notes, and some of the wrong answers."""
     cells = []
     for row in rows:
-        parts = row["groups"] + (row["kinds"] if details else [])
-        cells += [_cells(row["task"], row), *(_cells(f"  {part['name']}", part) for part in parts)]
-    print_table(console, (*HEADINGS, *(f"{metric}>" for metric in METRICS)), cells)
+        cells += [_cells(row["task"], row), *(_cells(f"  {part['name']}", part) for part in row["groups"])]
+        if details or row["task"] in answers:
+            cells += [_cells(f"  {part['name']} {part['language']}".rstrip(), part) for part in row["kinds"]]
+    columns = zip((*HEADINGS, *(f"{metric}>" for metric in METRICS)), *cells, strict=True)
+    headings, *lines = zip(*(column for column in columns if any(cell != "" for cell in column[1:])), strict=True)
+    print_table(console, headings, lines)
     for row in rows:
         print_notes(row, console)
+        print_wrong(answers.get(row["task"], ()), console)
 
 
 def _cells(name: str, row: Row) -> list[object]:
@@ -138,25 +146,13 @@ def print_comparison(runs: Sequence[Row], console: Console) -> None:
     print_table(console, ("task", "chance>", f"{runs[0]['run']}>", *others), cells)
 
 
-def print_scores(row: Row, graded: list[Graded], console: Console) -> None:
-    """The mean score per kind and language, with its 95 % interval and standard error, and the chance level."""
-    cells = []
-    for part in (*row["kinds"], {**row, "name": "all", "language": ""}):
-        (low, high), error = part["interval"], part["standard_error"]
-        counts = (f"{part['asked'] * part['score']:g}", part["asked"], f"{part['score']:.0%}", f"{low:.0%}-{high:.0%}")
-        standard_error = "" if error is None else f"{error:.1%}"
-        cells.append((part["name"], part["language"], *counts, standard_error, f"{part['chance']:.0%}"))
-    headings = ("kind", "language", "right>", "asked>", "accuracy>", "95 %>", "standard error>", "chance>")
-    print_table(console, headings, cells, title=row["task"])
+def print_wrong(graded: Sequence[Graded], console: Console) -> None:
+    """Some of the wrong answers."""
     wrong = [answer for answer in graded if not answer.is_correct]
     for answer in wrong[:: max(1, -(-len(wrong) // WRONG_SHOWN))]:  # spread over the requests, and so over the kinds
         asked, said, wanted = map(_short, (answer.request.text, answer.text, answer.request.wanted))
         line = f"{asked} -> {said or 'nothing'}; wanted {wanted}"
         console.print(escape_markup("wrong", line, indent=""), soft_wrap=True)
-    if row.get("ties"):
-        note = f"{row['ties']:.1%} of the choices tie for the highest probability; each of k counts 1/k"
-        console.print(escape_markup("note", note, indent=""))
-    print_notes(row, console)
 
 
 def _short(text: str) -> str:
