@@ -41,15 +41,13 @@ class Benchmark(Task):
                 next_step="Give --data DIR; in training, eval.data=DIR.",
             )
         self.data, self.shots = data, self.shots if shots is None else shots
-        if not data.is_dir():
-            what = "is a file" if data.exists() else "no such folder"
-            raise UserError(what, where=data, wanted=f"a folder with {' or '.join(self.patterns)}")
         self.paths = self.find(self.patterns)
         if not self.paths:
+            what = f"no files of {self.name}" if data.is_dir() else "is a file" if data.exists() else "no such folder"
             raise UserError(
-                f"no files of {self.name}",
+                what,
                 where=data,
-                wanted=" or ".join([*self.patterns, *self.archives]),
+                wanted=f"a folder with {' or '.join([*self.patterns, *self.archives])}",
                 next_step="docs/evaluate.md says where they are; `penjing data list` those that can be fetched.",
             )
 
