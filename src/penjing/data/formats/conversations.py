@@ -96,7 +96,7 @@ def _preference_of(record: Mapping[str, Any], where: SourceLocation) -> Preferen
     chosen, rejected = filled(record, schema.CHOSEN_FIELDS), filled(record, schema.REJECTED_FIELDS)
     if chosen or rejected:
         chats = tuple(_answered(record, name, where) for name in (chosen or "chosen", rejected or "rejected"))
-        margin = record.get("margin") or 0.0
+        margin: Any = record.get("margin") or 0.0
         if isinstance(margin, str):  # in a table without types
             with suppress(ValueError):
                 margin = float(margin)
