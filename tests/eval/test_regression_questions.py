@@ -193,6 +193,7 @@ def test_which_questions_a_model_is_known_by(tmp_path, base, asked, words):
     assert questions_of_start("some/hub-name") == ""
     resolved = resolve_run("dpo", parse_overrides(words))
     assert resolved.eval.questions == str(asked)
+    assert resolve_run("reward", parse_overrides(words)).eval.questions == ""  # it cannot answer
     assert resolve_run("dpo", parse_overrides([*words, "eval.questions=none"])).eval.questions == "none"
     with raises_user_error(where="missing.jsonl"):  # before anything is read or built
         train("dpo", *words, "eval.questions=missing.jsonl", f"out={tmp_path / 'run'}")

@@ -87,7 +87,7 @@ def test_a_cpu_is_planned_to_compile_only_if_it_can_and_is_told_to(monkeypatch, 
 def test_writing_answers_counts_for_advice_and_validation():
     run, _, work = planned("grpo")
     step = step_time(work, H100)
-    parts, generation = parts_of(run, work, H100, run.eval.every)
+    parts, generation = parts_of(run, work, H100, run.eval.every, 0)
     assert generation > 5 * step.seconds
     # Twice as many passes take twice the step's own time, and writing takes what it did.
     now = plan_advice._CurrentPlan(run=run, machine=H100, work=work, seconds=1.0)
@@ -99,4 +99,4 @@ def test_writing_answers_counts_for_advice_and_validation():
     assert -now.gain(run, halved) < 0.2
     more = replace(run, eval=replace(run.eval, sequences=4 * run.eval.sequences))
     assert parts["validation"] > 0.1 * generation
-    assert parts_of(more, work, H100, run.eval.every)[0]["validation"] > parts["validation"]
+    assert parts_of(more, work, H100, run.eval.every, 0)[0]["validation"] > parts["validation"]

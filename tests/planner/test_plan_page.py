@@ -658,6 +658,21 @@ def test_a_reference_that_runs_in_each_step_takes_its_time():
     assert once == precomputed and each == pytest.approx(once * 4 / 3)
 
 
+def test_a_reference_or_teacher_that_runs_once_reads_the_data_before_step_1():
+    def frozen(recipe, *words, epochs=1):
+        """Its seconds as a share of the forward passes of one epoch, which are a third of their passes."""
+        run = resolve_run(recipe, settings(*words, f"epochs={epochs}"))
+        page = make_report(recipe, run, PlanOptions(gpu="H100", unique="100M"), trace=False)
+        passes = sum(page.step_parts_seconds[name] for name in ("matmuls", "attention", "elementwise", "head"))
+        return page.parts_seconds["frozen model"] / (page.steps / epochs * passes / 3)
+
+    for loss in ("dpo", "kto"):
+        assert frozen("dpo", f"objective.loss={loss}", epochs=3) == pytest.approx(1, rel=0.01)
+    assert frozen("dpo", "objective.loss=simpo") == frozen("dpo", "objective.reference=copy") == 0
+    assert frozen("distill", "objective.mode=top_k", epochs=2) == pytest.approx(1, rel=0.01)
+    assert frozen("distill") == 0
+
+
 def test_the_student_s_own_answers_take_their_time():
     words = ("data.format=chats", "objective.ce_weight=0", "objective.mode=on_policy")
     own, none = (

@@ -59,6 +59,8 @@ def test_groups_that_share_an_estimate_stay_in_one_pass():
     with pytest.raises(UserError) as refused:
         batch_geometry(run_of(12, 6, objective=kto), 1, CPU)
     assert refused.value.where == "objective.kl_groups"
+    assert batch_geometry(run_of(4, 0, objective=kto), 1, CPU).micro_size == 4  # half of it is no whole block
+    assert batch_geometry(run_of(8, 0, objective=kto), 1, CPU).micro_size == 4
 
 
 def test_gradients_of_cut_steps_are_the_same_but_for_the_balance_of_softmax_routers():

@@ -29,7 +29,8 @@ class UnitLengths:
 
     tokens: float  # positions of its forward pass
     keys: float  # keys that a query attends to on average
-    extra_forwards: float = 0.0  # forward passes of other models
+    extra_forwards: float = 0.0  # forward passes of other models, in each step
+    forwards_before: float = 0.0  # the same over all data, once before step 1
     note: str = ""  # the assumption
 
 

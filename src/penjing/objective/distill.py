@@ -89,7 +89,8 @@ class Distill(ObjectiveSettings):
 
     def unit_lengths(self, seq_len: int, *, tokens: float = 0.0, every_unit: bool = True) -> UnitLengths:
         note = "the teacher is assumed to be as large as the student"
-        return replace(super().unit_lengths(seq_len, tokens=tokens), extra_forwards=1.0, note=note)
+        once, lengths = self.mode == "top_k", super().unit_lengths(seq_len, tokens=tokens)
+        return replace(lengths, extra_forwards=float(not once), forwards_before=float(once), note=note)
 
     @property
     def divergence_config(self) -> DivergenceConfig:

@@ -38,8 +38,6 @@ class Preference(ObjectiveSettings):
     """Learn from preference data: pairs (all losses), or single answers labelled good or bad (kto)."""
 
     name: Literal["preference"] = "preference"
-    # The pairs contain no tool calls. Of its 40 correct tool calls, the quickstart's model lost none at 1e-4, 13 at
-    # 3e-4, and all at 1e-3 (docs/methods/dpo.md).
     best_metric: ClassVar = ""  # the loss rises with the margins, also while more pairs are ranked rightly
     varying_shapes: ClassVar = True
     adapter_rate_factor: ClassVar[float] = 2
@@ -111,7 +109,8 @@ class Preference(ObjectiveSettings):
         once = self.reference == "precomputed" or (self.reference == "auto" and every_unit)
         note = "" if tokens else "every pair is assumed to fill its row"
         lengths = super().unit_lengths(seq_len, tokens=tokens)
-        return replace(lengths, extra_forwards=float(self.needs_reference and not once), note=note)
+        each, before = float(self.needs_reference and not once), float(self.needs_reference and once)
+        return replace(lengths, extra_forwards=each, forwards_before=before, note=note)
 
     @property
     def resolved_beta(self) -> float:

@@ -326,9 +326,14 @@ def _validation_seconds(run: Run, work: Workload, machine: Machine) -> float:
     rollout, share = run.objective.sampling, max(1, math.ceil(run.eval.sequences / work.ranks))
     if rollout and run.data.format == "prompts":
         return _decoding(run, rollout, share, 2, work, machine)
+    return run.eval.sequences * lengths_of(run).tokens * _forward_seconds(work, machine)
+
+
+def _forward_seconds(work: Workload, machine: Machine) -> float:
+    """Seconds of a token's forward pass, on all devices together."""
     step = step_time(work, machine)
-    forward = (step.matmuls + step.attention + step.elementwise + step.head) / 3 / max(1, work.tokens * work.passes)
-    return run.eval.sequences * lengths_of(run).tokens * forward / work.ranks
+    forward = (step.matmuls + step.attention + step.elementwise + step.head) / 3
+    return forward / max(1, work.tokens * work.passes) / work.ranks
 
 
 def checkpoint_bytes(run: Run, shape: Shape) -> int:
@@ -354,8 +359,8 @@ def checkpoint_seconds(run: Run, saved: int, machine: Machine, step_seconds: flo
     return checkpoints * (SAVE_SECONDS + copy) + (checkpoints - 1) * blocked + write
 
 
-def parts_of(run: Run, work: Workload, machine: Machine, steps: int) -> tuple[dict[str, float], float]:
-    """Seconds of the run by part, and the generation time of one step."""
+def parts_of(run: Run, work: Workload, machine: Machine, steps: int, unique: int) -> tuple[dict[str, float], float]:
+    """Seconds of the run by part, and the generation time of one step. unique: tokens of the data."""
     generation = generation_seconds(run, work, machine)
     busy = step_time(work, machine).seconds + generation
     validations = run.eval.validations(steps) if run.data.holds_out else 0
@@ -364,5 +369,6 @@ def parts_of(run: Run, work: Workload, machine: Machine, steps: int) -> tuple[di
         "validation": validations * _validation_seconds(run, work, machine),
         "checkpoint": checkpoint_seconds(run, checkpoint_bytes(run, work.shape), machine, busy, steps),
         "start-up": START_SECONDS,
+        "frozen model": lengths_of(run).forwards_before * unique * _forward_seconds(work, machine),
         "compile": machine.device.compile_seconds if work.compiled else 0.0,
     }, generation

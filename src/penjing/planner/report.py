@@ -155,7 +155,7 @@ def make_report(what: str, run: Run, options: PlanOptions, *, trace: bool = True
     micro, memory = _memory(fitted, target.memory_bytes, lambda: rough_fit(run, machine, target, options))
     work = workload_of(run, machine, options, micro, steps=amount.steps)
     step = step_time(work, machine)
-    parts, generation = parts_of(run, work, machine, amount.steps)
+    parts, generation = parts_of(run, work, machine, amount.steps, amount.unique or amount.tokens)
     seconds = sum(parts.values())
     low, high = interval(seconds, MARGINS[machine.level])
     causal, full_square = _flops(run)

@@ -197,9 +197,8 @@ class PolicyStage(Stage[Policy]):
         return figures
 
     def describe(self) -> list[tuple[str, str]]:
-        rollout = self.settings.rollout
-        weights = self.scorer.weights
-        rewards = ", ".join(f"{weight:g} x {name}" for name, weight in zip(self.scorer.names, weights, strict=True))
+        rollout, scorer = self.settings.rollout, self.scorer
+        rewards = ", ".join(f"{weight:g} x {name}" for name, weight in zip(scorer.names, scorer.weights, strict=True))
         return [
             ("answers", f"{rollout.num_generations} to each prompt, at most {rollout.max_new_tokens} tokens each"),
             ("rewards", rewards),

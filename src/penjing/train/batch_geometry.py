@@ -29,19 +29,18 @@ class BatchGeometry:
 def batch_geometry(run: Run, world: int, device: torch.device) -> BatchGeometry:
     """The step of a run on `world` devices like `device`. Raises UserError if its units do not divide evenly.
 
-    Unless batch.micro_size is set, a pass is a device's full share; on one CPU half of it, if even. In bfloat16 every
+    Unless batch.micro_size is set, a pass is a device's full share; on one CPU half of it, if whole. In bfloat16 every
     pass rounds its gradients, so equal bits need equal passes: with this rule two processes on CPUs learn exactly what
     one does.
     """
-    size, micro = run.batch.size, run.batch.micro_size
+    size, micro, indivisible = run.batch.size, run.batch.micro_size, run.objective.indivisible_units
     if not micro:
         passes = devices.of(device).min_passes
-        passes = passes if size % passes == 0 else 1
+        passes = passes if size % (passes * indivisible) == 0 else 1
         micro = max(1, size // max(world, passes))
     if size % (micro * world):
         share = f"{world} devices" + (f" x {micro} batch.micro_size" if run.batch.micro_size else "")
         raise run.error("batch.size", "the rows of a step do not divide evenly", wanted=f"a multiple of {share}")
-    indivisible = run.objective.indivisible_units
     if micro % indivisible:
         what = "a forward pass must contain complete blocks of groups that share an estimate"
         wanted = f"a divisor of {micro}, the groups of one forward pass (batch.micro_size)"

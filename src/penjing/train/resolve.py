@@ -280,7 +280,7 @@ def _from_pretrained(start: str, base: Layer, layers: Sequence[Layer]) -> Run:
     if "vocab_size" not in requested and tokenizer is not None:
         size = max(shape.vocab_size, tokenizer.size)
         run = decide(run, "model.vocab_size", size, f"its tokenizer has {tokenizer.size:,} ids")
-    if not run.eval.questions:
+    if not run.eval.questions and run.objective.generates_text:
         run = decide(run, "eval.questions", questions_of_start(start), f"those of {start}")
     return run
 

@@ -74,7 +74,7 @@ class Reward:
         """Raise UserError for a prompt whose answers this reward cannot score."""
 
     def score(self, answer: RewardInput) -> float:
-        raise NotImplementedError
+        raise NotImplementedError("no score(self, answer)")
 
     def __call__(self, answers: Sequence[RewardInput]) -> list[float]:
         scores = []

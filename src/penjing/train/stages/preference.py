@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -33,6 +34,7 @@ from penjing.train.batch_geometry import batch_geometry
 from penjing.train.config import Run
 from penjing.train.load_model import load_start
 from penjing.train.oom_recovery import with_smaller_passes
+from penjing.train.stages.base import DatasetSize
 from penjing.train.stages.example_batches import example_answers
 from penjing.train.stages.held_out import held_out_means, summed_over_ranks
 from penjing.train.stages.preference_data import PreferenceDataStage, PreferenceGroups, need_pairs
@@ -87,9 +89,8 @@ class PreferenceStage(PreferenceDataStage[Preference]):
             return "precomputed"
         return "adapter_off" if has_adapter else "copy"
 
-    @property
-    def extra_forwards(self) -> float:
-        return 1.0 if self.reference in ("copy", "adapter_off") else 0.0
+    def size(self) -> DatasetSize:
+        return replace(super().size(), extra_forwards=float(self.reference in ("copy", "adapter_off")))
 
     def setup(self, model: nn.Module) -> None:
         super().setup(model)

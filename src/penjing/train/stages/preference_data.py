@@ -71,11 +71,6 @@ class PreferenceDataStage(Stage[S]):
             raise UserError("thoughts are for DPO and no reward model", where=tokens.folder, got=got, next_step=hint)
         return tokens
 
-    @property
-    def extra_forwards(self) -> float:
-        """Forward passes of a reference model, per pass of the model."""
-        return 0.0
-
     def size(self) -> DatasetSize:
         tokens, num_keys, padding = measure(self.train.group, len(self.train), self.micro_size)
         return DatasetSize(
@@ -85,7 +80,6 @@ class PreferenceDataStage(Stage[S]):
             seq_len=self.run.data.seq_len,
             num_keys=num_keys,
             padding_fraction=padding,
-            extra_forwards=self.extra_forwards,
         )
 
     def source(self, micro_size: int, rank: int, world: int) -> Source:
