@@ -208,6 +208,16 @@ def test_echo_with_logprobs(client, tokenizer):
     assert ids.logprobs.token_logprobs[0] is None and None not in ids.logprobs.token_logprobs[1:]
 
 
+def test_offsets_count_only_the_text(client, tokenizer):
+    """A token that begins a turn is not in the text of an answer; in an echoed prompt it is."""
+    begin = tokenizer.control("<|im_start|>")
+    asked = {"model": "base", "logprobs": 0, "temperature": 0, "logit_bias": {str(begin): 100}, "max_tokens": 2}
+    choice = client.completions.create(prompt="so", **asked).choices[0]
+    assert (choice.text, choice.logprobs.text_offset) == ("", [0, 0])
+    choice = client.completions.create(prompt=[begin], echo=True, **asked).choices[0]
+    assert (choice.text, choice.logprobs.text_offset) == ("<|im_start|>", [0, 12, 12])
+
+
 def test_a_streamed_completion(client):
     asked = {"model": "base", "prompt": "so it", "max_tokens": 9, "seed": 4}
     whole = client.completions.create(**asked).choices[0]

@@ -69,15 +69,12 @@ class TextStream:
         return self.tokenizer.decode(ids)[len(self.tokenizer.decode(ids[: self._num_shown])) :]
 
     def _hold_back(self, new: str) -> None:
-        if not self.stop_strings:
-            self._ready += new
-            return
         text = self._pending + new
         matches = [start for stop in self.stop_strings if (start := text.find(stop)) >= 0]
         if matches:
             self._ready, self._pending, self.stopped = self._ready + text[: min(matches)], "", True
             return
-        num_pending = max(_overlap(text, stop) for stop in self.stop_strings)
+        num_pending = max((_overlap(text, stop) for stop in self.stop_strings), default=0)
         self._ready, self._pending = self._ready + text[: len(text) - num_pending], text[len(text) - num_pending :]
 
 

@@ -51,19 +51,22 @@ class CompletionChoice:
             self.prompt.scores = events[0].prompt_logprobs[self.prompt.num_added :]
         self.finish = finish_reason_of(events[-1])
         text = self.text.finish() if self.finish else self.text.take()
+        num_echoed = len(self.prompt.scores) if self._echo else 0
         if self._echo:
             first = [Token(token.id, math.nan) for token in self.prompt.scores[:1]]  # as OpenAI's has none
             text, tokens, self._echo = self.prompt.text + text, [*first, *self.prompt.scores[1:], *tokens], False
-        scores = None if self.num_top is None else self._scores(tokens)
+        scores = None if self.num_top is None else self._scores(tokens, num_echoed)
         if not (text or (tokens and scores) or self.finish):
             return []
         return [{"index": self.index, "text": text, "logprobs": scores, "finish_reason": self.finish}]
 
-    def _scores(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        offsets, tops = [], []
-        for token in tokens:
+    def _scores(self, tokens: Sequence[Token], num_echoed: int) -> dict[str, Any]:
+        offsets, tops, tokenizer = [], [], self.text.tokenizer
+        for number, token in enumerate(tokens):
             offsets.append(self._offset)
-            self._offset += len(self._decoder.decode(self.texts.raw(token.id)))
+            # The text of an answer has no tokens that only mark starts and ends.
+            if number < num_echoed or tokenizer.decode([token.id]) == tokenizer.token(token.id):
+                self._offset += len(self._decoder.decode(tokenizer.token_bytes(token.id)))
             top = {self.texts.text(index): finite_logprob(logp) for index, logp in token.top_logprobs[: self.num_top]}
             top[self.texts.text(token.id)] = finite_logprob(token.logp)
             tops.append(None if math.isnan(token.logp) else top)  # none for a prompt's first token
@@ -119,9 +122,8 @@ async def collect(work: PendingResponse) -> dict[str, Any]:
 
 def _prompts(body: CompletionRequest) -> list[str] | list[list[int]]:
     """One or more prompts, each a text or ids."""
-    if isinstance(body.prompt, str):
-        return [body.prompt]
-    return [body.prompt] if isinstance(body.prompt[0], int) else body.prompt  # type: ignore[return-value]
+    is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
+    return [body.prompt] if is_one else body.prompt  # type: ignore[return-value]
 
 
 def _encode(target: Target, prompt: str | list[int]) -> Prompt:

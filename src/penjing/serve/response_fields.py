@@ -90,12 +90,9 @@ class TokenTexts:
         entry["top_logprobs"] = [self._entry(token_id, logp) for token_id, logp in token.top_logprobs[:top]]
         return entry
 
-    def raw(self, token_id: int) -> bytes:
-        return self._tokenizer.token_bytes(token_id)
-
     def text(self, token_id: int) -> str:
         """A token's text, or `bytes:\\xe5\\x8c` for part of a character, in the format of completions."""
-        raw = self.raw(token_id)
+        raw = self._tokenizer.token_bytes(token_id)
         try:
             return raw.decode()
         except UnicodeDecodeError:
@@ -104,7 +101,7 @@ class TokenTexts:
     def _entry(self, token_id: int, logp: float) -> dict[str, Any]:
         entry = self._entries.get(token_id)
         if entry is None:
-            raw = self.raw(token_id)
+            raw = self._tokenizer.token_bytes(token_id)
             token_bytes = None if token_id in self._tokenizer.added_ids else list(raw)  # a control token has no text
             entry = {"token": raw.decode(errors="replace"), "bytes": token_bytes, "id": token_id}
             self._entries[token_id] = entry

@@ -18,5 +18,4 @@ EARLIER_TEMPLATES = {
     "a3007d0847420304b0979c2d3c38ec942177e9d6e5a63efe54d7ae3bf84750ad",
     "34f283456284a2958cf942c6bd643a62d6afdaead60bba1e4bce2c8a29ccb0e4",
 }
-"""Hashes of its earlier texts. They are read as the present one, since they wrote the same, except for
-a turn with calls whose content was empty lines alone."""
+"""Hashes of its earlier texts, read as the present one: only calls after empty lines were written otherwise."""
