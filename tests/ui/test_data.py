@@ -76,6 +76,18 @@ def test_a_finished_cleaning_is_opened(client, tmp_path):
     assert client.get("/api/data/files").json()["cleaned"] == ["clean"]
     found = client.get("/api/data/cleaning", params={"folder": "clean"}).json()
     assert found == {"cleaned": [{"kept": 5}], "report": "clean/_cleaning/report.html"}
+    assert client.post("/api/data/report", json={"path": found["report"]}).status_code == 404
+    (folder / "report.html").write_text("<h1>A report</h1>")
+    for path, status in (("chats.jsonl", 404), ("../report.html", 403)):
+        assert client.post("/api/data/report", json={"path": path}).status_code == status
+    address = client.post("/api/data/report", json={"path": found["report"]}).json()["address"]
+    window = TestClient(client.app, base_url="http://127.0.0.1:7861")  # has no token
+    assert window.get(f"{address}x").status_code == 401
+    shown = window.get(address)
+    policy = shown.headers["Content-Security-Policy"]
+    assert shown.text == "<h1>A report</h1>" and policy.startswith("sandbox allow-scripts; default-src 'none'; ")
+    assert "script-src 'sha256-" in policy and "same-origin" not in policy
+    assert window.get(address).status_code == 401
     shutil.rmtree(folder)
     assert client.get("/api/data/cleaning", params={"folder": "clean"}).status_code == 404
 

@@ -1,8 +1,10 @@
 """The app of `penjing ui`: the page, and the routes of its parts, which only a holder of the token reaches."""
 
+from collections import ChainMap
 from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from fastapi import FastAPI, Request
@@ -51,7 +53,8 @@ def make_app(site: Site, token: str, *, loopback_only: bool = True) -> FastAPI:
     data.add_routes(app, site)
     files = [*(CHAT_PAGE / name for name in SHARED), *sorted(PAGE.iterdir()), *sorted(CHARTS.iterdir())]
     open_paths = add_page(app, (file for file in files if file.is_file()))
-    app.add_middleware(Gate, token=token.encode(), loopback_only=loopback_only, open_paths=open_paths)
+    paths: ChainMap[str, Any] = ChainMap(site.open_once, dict.fromkeys(open_paths))
+    app.add_middleware(Gate, token=token.encode(), loopback_only=loopback_only, open_paths=paths)
     return app
 
 

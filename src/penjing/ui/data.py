@@ -1,17 +1,20 @@
 """The tab data: the data files of the folder, what `penjing data look` says of one, and a dry run of `data clean`."""
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
+from starlette.responses import HTMLResponse, Response
 
 from penjing.base.errors import UserError
 from penjing.base.files import read_json as read_json_file
 from penjing.data.clean import RULES
 from penjing.data.formats.files import CLEANING, format_of
+from penjing.report.charts import POLICY
 from penjing.report.load_runs import QUICKSTART
 from penjing.serve.errors import ApiError
 from penjing.track.run_record import RunRecord
@@ -21,7 +24,8 @@ from penjing.ui.site import Body, Site, is_shown, text_field
 
 DEPTH, MOST_FILES, MOST_ENTRIES = 6, 500, 20_000  # folders below the app's that are searched; listed; looked at
 SECONDS = 900.0  # of a program, which a person can cancel
-MOST_BYTES = 64 << 20  # of the counts of a cleaning
+MOST_BYTES = 64 << 20  # of the counts of a cleaning, and of its report
+REPORT_HEADERS = {"Content-Security-Policy": f"sandbox allow-scripts; {POLICY}"}
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, list[str]]]:
@@ -69,7 +73,7 @@ def _is_data(path: Path) -> bool:
 
 
 def add_routes(app: FastAPI, site: Site) -> None:
-    """Routes below /api/data."""
+    """Routes below /api/data, and /report, where a new window shows a page of the folder."""
 
     @app.get("/api/data/files")
     def files() -> dict[str, Any]:
@@ -102,3 +106,19 @@ def add_routes(app: FastAPI, site: Site) -> None:
         if not counts.is_file() or counts.stat().st_size > MOST_BYTES:
             raise ApiError(404, f"{folder[:200]}: no cleaned corpus", param="folder")
         return {"cleaned": [read_json_file(counts)], "report": site.name(cleaned / "report.html")}
+
+    @app.post("/api/data/report")
+    def offer_report(body: Body) -> dict[str, str]:
+        path = site.path(text_field(body, "path"))
+        if path.name != "report.html" or not path.is_file() or path.stat().st_size > MOST_BYTES:
+            raise ApiError(404, f"{path.name[:200]}: no report", param="path")
+        address = f"/report/{secrets.token_urlsafe(16)}"
+        site.open_once[address] = path
+        return {"address": address}
+
+    @app.get("/report/{_}")
+    def report(request: Request) -> Response:
+        path = site.open_once.pop(request.url.path, None)
+        if path is None:
+            raise ApiError(404, "this address was opened before")
+        return HTMLResponse(path.read_bytes(), headers={**REPORT_HEADERS, "Cache-Control": "no-store"})

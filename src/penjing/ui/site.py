@@ -23,6 +23,7 @@ class Site:
 
     def __init__(self, folder: Path, is_closing: Callable[[], bool] = lambda: False) -> None:
         self.folder, self.is_closing = folder.resolve(), is_closing
+        self.open_once: dict[str, Path] = {}  # by the server's path: pages that a new window shows once, without token
 
     def path(self, name: str) -> Path:
         """A path in the folder, resolved. Raises ApiError (403) for one outside, also through a symbolic link."""

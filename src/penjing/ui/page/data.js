@@ -113,8 +113,18 @@ function openCleaned(folder) {
   $("#data-title").textContent = folder;
   return run(t("uiLoading"), (signal) => page.context.api.get("/api/data/cleaning", { folder }, signal), (answer) => [
     ...answer.cleaned.map(cleaning),
-    el("p", { class: "hint", text: t("dataReport", { path: answer.report }) }),
+    el("p", {}, el("button", { type: "button", class: "plain", text: t("dataReport"), title: answer.report, on: { click: () => openReport(answer.report) } })),
   ]);
+}
+
+/** In a window of its own, whose address is good for once. */
+async function openReport(path) {
+  const { fail, api } = page.context;
+  try {
+    open((await api.post("/api/data/report", { path })).address, "_blank", "noopener");
+  } catch (error) {
+    fail(error);
+  }
 }
 
 // --- showing ---------------------------------------------------------------------------------------------------------

@@ -50,5 +50,5 @@ addWords({
   dataSample_sample: ["text", "文本"],
   dataSample_before: ["before", "之前"],
   dataSample_after: ["after", "之后"],
-  dataReport: ["With lengths, sources and languages: {path}", "含长度、来源与语言的完整报告：{path}"],
+  dataReport: ["Open the full report", "打开完整报告"],
 });
